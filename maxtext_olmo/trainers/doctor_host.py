@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 
 import maxtext_olmo
 from maxtext_olmo import config as data_keys
+from maxtext_olmo import config_table
 from maxtext_olmo import english
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder
@@ -44,18 +45,22 @@ _SAMPLE_BYTES = 4096
 # A run waits longer for a store; a check before the run need not.
 PATIENCE_SECONDS = 10.0
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/kfd")
-# Keys that differ between the processes of a run.
-_OWN_KEYS = frozenset({"process_id", "num_processes", "coordinator_address"})
+# Keys that may differ between the processes of a run, at the top of a config or in a stage.
+_PER_HOST = {key.name for key in config_table.KEYS if key.per_host} - {"olmo_stages"}
+_PER_HOST |= {"process_id", "num_processes", "coordinator_address"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-  """The result of a check: what was found and, unless it is ok, what to do."""
+  """The result of a check: what was found, without credentials, and what to do unless it is ok."""
 
   level: Level
   check: str
   found: str
   remedy: str = ""
+
+  def __post_init__(self) -> None:
+    object.__setattr__(self, "found", urls.redact(self.found))
 
 
 def check_host(config: ConfigDict | None) -> tuple[list[Finding], dict[str, Any]]:
@@ -69,7 +74,7 @@ def check_host(config: ConfigDict | None) -> tuple[list[Finding], dict[str, Any]
   """
   code = _digest_of_code()
   found = [_check_versions(), _describe_code(code)]
-  values = {} if config is None else {k: v for k, v in config.items() if k not in _OWN_KEYS}
+  values = {} if config is None else dict(config.items())
   indexes: dict[str, str] = {}
   files: list[int] = []
   if config is not None:
@@ -82,7 +87,7 @@ def check_host(config: ConfigDict | None) -> tuple[list[Finding], dict[str, Any]
       "python": platform.python_version(),
       "versions": _versions(),
       "code": code,
-      "config": {name: json.loads(json.dumps(v, default=repr)) for name, v in values.items()},
+      "config": _shared(json.loads(json.dumps(values, default=repr))),
       "indexes": indexes,
   }
   return found, facts
@@ -107,8 +112,8 @@ def run_check(check: str, remedy: str, findings: Callable[[], Iterable[Finding]]
 
 
 def one_line(error: Exception) -> str:
-  """Returns the text of an error on one line, without credentials, for a table."""
-  return urls.redact(" ".join(line.strip() for line in str(error).splitlines()))
+  """Returns the text of an error on one line, for a table."""
+  return " ".join(line.strip() for line in str(error).splitlines())
 
 
 def unused_accelerators(platform_name: str) -> list[str]:
@@ -116,6 +121,15 @@ def unused_accelerators(platform_name: str) -> list[str]:
   if platform_name != "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu":
     return []
   return sorted(path for pattern in ACCELERATORS for path in glob.glob(pattern))
+
+
+def _shared(value: Any) -> Any:
+  """Returns a JSON value without credentials and without keys that may differ between hosts."""
+  if isinstance(value, dict):
+    return {name: _shared(item) for name, item in value.items() if name not in _PER_HOST}
+  if isinstance(value, list):
+    return [_shared(item) for item in value]
+  return urls.redact(value) if isinstance(value, str) else value
 
 
 def _check_versions() -> Finding:
@@ -183,21 +197,27 @@ def _check_config(config: ConfigDict) -> Iterator[Finding]:
 def _check_corpus(
     config: ConfigDict, fingerprints: dict[str, str], files: list[int]
 ) -> Iterator[Finding]:
-  """Yields the findings about the corpus; adds each index's fingerprint and number of files."""
+  """Yields the findings about the corpus.
+
+  Args:
+    config: The config of the run.
+    fingerprints: Dict to which the fingerprint of each index is added, by the role of the index.
+    files: List to which the number of files of each index is added.
+  """
   options = data_keys.Options.read(config_lib.for_data(config))
   storage = open_storage(
       dataclasses.replace(
           options.store_options, patience=PATIENCE_SECONDS, first_patience=PATIENCE_SECONDS
       )
   )
-  for path in _index_paths(config):
+  for path, roles in _indexes(options).items():
     try:
       index = index_builder.load_index(path, storage=storage)
     except errors.CorpusError as error:
-      fingerprints[path] = "unreadable"
+      fingerprints.update(dict.fromkeys(roles, "unreadable"))
       yield Finding("wrong", "index", one_line(error), "make the index readable on every host")
       continue
-    fingerprints[path] = index.fingerprint
+    fingerprints.update(dict.fromkeys(roles, index.fingerprint))
     files.append(len(index.files))
     yield Finding(
         "ok",
@@ -227,13 +247,16 @@ def _check_corpus(
     yield Finding("ok", "storage", f"all local files have the right size; read {read}")
 
 
-def _index_paths(config: ConfigDict) -> list[str]:
-  """Returns the indexes that a run reads, each once."""
-  if config.dataset_type == "synthetic":
-    return []
-  stages = [dict(stage).get("olmo_index_path", "") for stage in config.olmo_stages]
-  paths = [config.olmo_index_path, config.olmo_eval_index_path, *stages]
-  return list(dict.fromkeys(path for path in paths if path))
+def _indexes(options: data_keys.Options) -> dict[str, list[str]]:
+  """Returns a dict from the path of each index that a run reads to its roles in the run."""
+  paths = {name: getattr(options, name) for name in ("olmo_index_path", "olmo_eval_index_path")}
+  for number, stage in enumerate(options.olmo_stages, 1):
+    paths[f"olmo_stages: stage {number}"] = stage.get("olmo_index_path", "")
+  found: dict[str, list[str]] = {}
+  for role, path in paths.items():
+    if path and options.dataset_type != "synthetic":
+      found.setdefault(path, []).append(role)
+  return found
 
 
 def _read_samples(files: token_files.TokenFiles) -> str:

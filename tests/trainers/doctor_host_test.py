@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import pathlib
 import resource
+import shutil
 from unittest import mock
 
 from absl.testing import absltest
@@ -53,9 +54,10 @@ class DoctorHostTest(absltest.TestCase):
     self.assertIn(("wrong", "index"), [(f.level, f.check) for f in found])
     self.assertIn("change max_target_length or the index", [f.remedy for f in found])
 
-  def test_credentials_in_an_error_are_not_shown(self):
+  def test_credentials_in_a_finding_are_not_shown(self):
     error = RuntimeError("GET https://host/x?X-Amz-Signature=secret failed")
-    self.assertNotIn("secret", doctor_host.one_line(error))
+    found = doctor_host.Finding("wrong", "storage", doctor_host.one_line(error))
+    self.assertEqual(found.found, "GET https://host/x?*** failed")
 
   def test_an_error_of_any_type_is_a_finding_after_those_before_it(self):
     before = doctor_host.Finding("ok", "storage", "read")
@@ -72,16 +74,22 @@ class DoctorHostTest(absltest.TestCase):
     pathlib.Path(self.index_path).write_text("not an index")
     found, facts = doctor_host.check_host(self.config())
     self.assertEqual([f.level for f in found if f.check == "index"], ["wrong"])
-    self.assertEqual(facts["indexes"], {self.index_path: "unreadable"})
+    self.assertEqual(facts["indexes"], {"olmo_index_path": "unreadable"})
 
   def test_the_index_of_the_evaluation_and_those_of_stages_are_checked_too(self):
-    other, _ = corpora.write_corpus(self.dir / "other", sequence_length=16, seed=9)
+    other, _ = corpora.write_corpus(self.dir / "other", tokens_per_file=(400,), sequence_length=16)
     config = self.config(
         olmo_eval_index_path=other,
         eval_interval=5,
         olmo_stages=({"from_step": 3, "olmo_index_path": other},),
     )
-    self.assertEqual(list(doctor_host.check_host(config)[1]["indexes"]), [self.index_path, other])
+    findings, facts = doctor_host.check_host(config)
+    self.assertLen([found for found in findings if found.check == "index"], 2)
+    fingerprints = facts["indexes"]
+    self.assertEqual(
+        list(fingerprints), ["olmo_index_path", "olmo_eval_index_path", "olmo_stages: stage 1"]
+    )
+    self.assertLen(set(fingerprints.values()), 2)
 
   def test_a_file_of_another_size_is_wrong(self):
     path = next((self.dir / "data").iterdir())
@@ -130,6 +138,27 @@ class DoctorHostTest(absltest.TestCase):
     self.assertEqual(first, second)
     other = doctor_host.check_host(self.config(learning_rate=0.5))[1]
     self.assertNotEqual(first["config"], other["config"])
+
+  def test_facts_do_not_depend_on_keys_that_may_differ_between_hosts(self):
+    other = shutil.copy(self.index_path, self.dir / "other.json")
+    facts = [
+        doctor_host.check_host(
+            self.config(
+                olmo_index_path=path,
+                olmo_spool_dir=str(self.dir / name),
+                grain_worker_count=workers,
+                olmo_stages=({"from_step": from_step, "olmo_index_path": path},),
+            )
+        )[1]
+        for path, name, workers, from_step in (
+            (self.index_path, "a", 0, 3),
+            (str(other), "b", 2, 3),
+            (self.index_path, "a", 0, 4),
+        )
+    ]
+    self.assertEqual(facts[0], facts[1])
+    self.assertEqual(facts[0]["config"]["olmo_stages"], [{"from_step": 3}])
+    self.assertNotEqual(facts[0]["config"], facts[2]["config"])
 
   def test_accelerators_that_jax_does_not_use_are_found(self):
     (self.dir / "nvidia0").touch()

@@ -19,6 +19,7 @@ from maxtext_olmo.trainers import doctor_host
 from maxtext_olmo.trainers import lease
 from tests import corpora
 from tests import distributed
+from tests import object_server
 from tests.trainers import launched
 from tests.trainers.tiny import train_cases
 
@@ -198,19 +199,83 @@ class DoctorTest(absltest.TestCase):
     self.assertEqual(other, "")
 
   def test_processes_with_other_config_index_and_directory_are_wrong(self):
-    other_index, _ = corpora.write_corpus(self.dir / "other", sequence_length=16, seed=5)
+    other_index, _ = corpora.write_corpus(
+        self.dir / "other", tokens_per_file=(400,), sequence_length=16
+    )
     elsewhere = str(self.dir / "elsewhere")
     outcomes = self.run_on(
         launched.flags(**self.keys()),
-        launched.flags(**self.keys(olmo_index_path=other_index, checkpoint_dir=elsewhere)),
+        launched.flags(
+            **self.keys(olmo_index_path=other_index, checkpoint_dir=elsewhere, learning_rate=0.5)
+        ),
     )
     self.assertEqual([code for code, _ in outcomes], [1, 1], outcomes)
     text = outcomes[0][1]
     self.assertRegex(
-        text, r"wrong.*config: process 1 on \S+ and process 0 on \S+ differ: .*olmo_index"
+        text, r"wrong.*config: process 1 on \S+ and process 0 on \S+ differ: learning_rate: 0.5 and"
     )
-    self.assertRegex(text, r"wrong.*indexes: process 1")
+    self.assertRegex(text, r"wrong.*indexes: process 1 .* differ: olmo_index_path: ")
     self.assertRegex(text, r"wrong.*does not contain the file that process 0 wrote there")
+
+  def test_processes_that_differ_only_in_keys_of_a_host_are_ok(self):
+    other_index = shutil.copy(self.index_path, str(self.dir / "other.json"))
+    (self.dir / "a").symlink_to(self.dir / "runs")
+    self.checkpoints.mkdir(parents=True)
+    outcomes = self.run_on(
+        launched.flags(**self.keys()),
+        launched.flags(
+            **self.keys(
+                olmo_index_path=other_index,
+                checkpoint_dir=str(self.dir / "a" / "checkpoints"),
+                olmo_spool_dir=str(self.dir / "spool"),
+                olmo_order_cache_dir=str(self.dir / "orders"),
+                olmo_prefetch_batches=1,
+            )
+        ),
+    )
+    self.assertEqual([code for code, _ in outcomes], [0, 0], outcomes)
+    self.assertIn("the same versions, code, config and index on all processes", outcomes[0][1])
+
+  def write_config(self, name: str, **values: Any) -> str:
+    """Writes a config file; returns its path."""
+    lines = "".join(f"  config.{key} = {value!r}\n" for key, value in values.items())
+    path = self.dir / name
+    path.write_text(
+        "import maxtext_olmo\n\n\ndef get_config():\n"
+        f"  config = maxtext_olmo.get_trainer_config()\n{lines}  return config\n"
+    )
+    return str(path)
+
+  def test_credentials_in_config_files_are_used_but_not_printed(self):
+    files = {
+        f"bucket/{path.relative_to(self.dir / 'corpus')}": path.read_bytes()
+        for path in (self.dir / "corpus").rglob("*.*")
+    }
+    with object_server.ObjectServer(files) as server:
+      base = f"{server.url.replace('//', '//user:hunter2@')}/bucket"
+      signature = "?X-Amz-Credential=AKIASECRETKEY&sig=c2lnbmF0dXJl"
+      keys = self.keys(
+          olmo_index_path=f"{base}/index.json{signature}",
+          olmo_path_remap_from=str(self.dir / "corpus"),
+          olmo_path_remap_to=f"{base}{signature}",
+          max_target_length=16,
+          global_batch_size_to_load=4,
+      )
+      outcomes = self.run_on(
+          *(
+              [self.write_config(f"{name}.py", **keys, eval_task_dir=f"{base}/{name}{signature}")]
+              for name in ("first", "second")
+          )
+      )
+      tokens = [i for i, request in enumerate(server.requests) if ".npy" in request[1]]
+      self.assertIn("c2lnbmF0dXJl", server.requests[tokens[-1]][1])
+      self.assertStartsWith(server.headers[tokens[-1]]["authorization"], "Basic ")
+    text = "".join(text for _, text in outcomes)
+    self.assertIn(f"ok       index: {server.url}/bucket/index.json: 4 files", text)
+    self.assertRegex(text, "ok       storage: .*read the beginning of 4 files")
+    self.assertRegex(text, r"differ: eval_task_dir: 'http://\*\*\*@\S+/bucket/second\?\*\*\*' and")
+    for secret in ("hunter2", "AKIASECRETKEY", "c2lnbmF0dXJl"):
+      self.assertNotIn(secret, text)
 
   def write_release(self, changes: dict[str, dict[str, str]]) -> str:
     """Copies this package with changes to its files; returns the module that runs the copy."""
