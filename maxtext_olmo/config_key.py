@@ -192,7 +192,7 @@ def read_values(config: Any, keys: Iterable[Key]) -> tuple[dict[str, Any], dict[
     if value is None:
       continue
     try:
-      values[key.name] = _clean(key.kind.read(value))
+      values[key.name] = without_secrets(key.kind.read(value))
     except WRONG_TYPE:
       problems[key.name] = f"{key.name}={show(value)} should be {key.kind.description}."
       continue
@@ -202,14 +202,15 @@ def read_values(config: Any, keys: Iterable[Key]) -> tuple[dict[str, Any], dict[
   return values, problems
 
 
-def _clean(value: Any) -> Any:
+def without_secrets(value: Any) -> Any:
   """Removes credentials from the URLs in a value; `urls` remembers them for later requests."""
   if isinstance(value, str):
     return urls.clean_text(value)
   if isinstance(value, Mapping):
-    return {key: _clean(item) for key, item in value.items()}
-  if isinstance(value, tuple) and any(isinstance(item, (str, Mapping)) for item in value):
-    return tuple(_clean(item) for item in value)
+    return {key: without_secrets(item) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    items = map(without_secrets, value)
+    return list(items) if isinstance(value, list) else tuple(items)
   return value
 
 

@@ -9,6 +9,8 @@ that class. Some of MaxText's values affect the data and must be translated:
                                    trainer also uses fewer
   Tunix's checkpoints              have the label N after N updates; MaxText's own, after N + 1
   dataset_type                     also accepts the types of this package, such as olmo_packed
+
+MaxText logs its config, so credentials are removed from the URLs in all keys that we read.
 """
 
 from __future__ import annotations
@@ -64,7 +66,17 @@ def extended_config_class(base: type) -> type:
     if declared is list:
       declared = Annotated[list, pydantic.BeforeValidator(_as_list)]
     fields[key.name] = (declared, pydantic.Field(default, description=key.help))
-  return pydantic.create_model(base.__name__, __base__=base, __module__=__name__, **fields)
+
+  class WithoutSecrets:
+    """Removes credentials before any check, because pydantic's errors contain the input."""
+
+    def __init__(self, **values: Any):
+      ours = {key.name: values[key.name] for key in config_table.KEYS if key.name in values}
+      super().__init__(**values | config_key.without_secrets(ours))
+
+  return pydantic.create_model(
+      base.__name__, __base__=(WithoutSecrets, base), __module__=__name__, **fields
+  )
 
 
 def is_ours(dataset_type: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -22,9 +22,12 @@ from maxtext_olmo.trainers import lease
 from maxtext_olmo.trainers import lease_places
 from maxtext_olmo.trainers.maxtext import adapter
 from maxtext_olmo.trainers.maxtext import shapes
+from tests import object_server
 from tests.trainers.maxtext import runs
 
 STARTS_PROCESSES = True
+
+_MODULE = "maxtext_olmo.trainers.maxtext"
 
 
 def setUpModule():
@@ -395,28 +398,31 @@ class TasksTest(parameterized.TestCase):
 
 
 @runs.needs_maxtext
-class CommandTest(absltest.TestCase):
+class CommandTest(parameterized.TestCase):
 
-  def test_the_module_runs_maxtext_with_its_own_arguments(self):
-    directory = self.create_tempdir().full_path
-    runs.write_corpus(directory, 40)
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+    runs.write_corpus(self.directory, 40)
+
+  def run_command(self, module: list[str], config: str, *args: str) -> str:
+    """Loads three batches with MaxText's data loader; returns the output."""
     done = subprocess.run(
         [
             sys.executable,
             "-m",
-            "maxtext_olmo.trainers.maxtext",
+            *module,
             "dataloader",
-            "base.yml",
+            config,
             *runs.MODEL,
             "skip_jax_distributed_system=true",
             "dataset_type=olmo_grain",
-            f"olmo_index_path={directory}/index.json",
-            f"base_output_directory={directory}",
+            f"base_output_directory={self.directory}",
             "run_name=run",
             "per_device_batch_size=4",
             "steps=3",
-            "grain_worker_count=2",
             "enable_checkpointing=false",
+            *args,
         ],
         capture_output=True,
         text=True,
@@ -424,6 +430,40 @@ class CommandTest(absltest.TestCase):
     )
     self.assertEqual(done.returncode, 0, done.stderr[-3000:])
     self.assertIn("3 batches loaded", done.stdout + done.stderr)
+    return done.stdout + done.stderr
+
+  def test_the_module_runs_maxtext_with_its_own_arguments(self):
+    index = f"olmo_index_path={self.directory}/index.json"
+    self.run_command([_MODULE], "base.yml", index, "grain_worker_count=2")
+
+  @parameterized.parameters([[_MODULE]], [["maxtext_olmo", "maxtext"]])
+  def test_credentials_in_urls_are_used_but_not_logged(self, module):
+    objects = {
+        f"bucket/{path.relative_to(self.directory)}": path.read_bytes()
+        for path in (self.directory / "index.json", *(self.directory / "data").iterdir())
+    }
+    config = self.directory / "mine.yml"
+    with object_server.ObjectServer(objects) as server:
+      base = f"{server.url.replace('//', '//user:hunter2@')}/bucket"
+      signature = "?X-Amz-Credential=AKIASECRETKEY&sig=c2lnbmF0dXJl"
+      config.write_text(
+          f"base_config: base.yml\nolmo_index_path: {base}/index.json{signature}\n"
+          f"olmo_path_remap_from: {self.directory}\n"
+      )
+      text = self.run_command(
+          module,
+          str(config),
+          f"olmo_path_remap_to={base}{signature}",
+          "grain_worker_count=0",
+          "--verbosity=0",
+      )
+      tokens = [i for i, request in enumerate(server.requests) if ".npy" in request[1]]
+      self.assertIn("c2lnbmF0dXJl", server.requests[tokens[-1]][1])
+      self.assertStartsWith(server.headers[tokens[-1]]["authorization"], "Basic ")
+    self.assertIn(f"Config param olmo_index_path: {server.url}/bucket/index.json\n", text)
+    self.assertIn(f"Config param olmo_path_remap_to: {server.url}/bucket\n", text)
+    for secret in ("hunter2", "AKIASECRETKEY", "c2lnbmF0dXJl"):
+      self.assertNotIn(secret, text)
 
 
 if __name__ == "__main__":

@@ -270,6 +270,35 @@ class KeysTest(absltest.TestCase):
   def test_every_data_key_is_in_the_config_with_its_default_and_its_help(self):
     self.assertTrue(runs.in_child(_check_keys))
 
+  def test_no_error_contains_credentials(self):
+    texts = runs.in_child(_errors_of_config)
+    self.assertLen(texts, 4)
+    for text in texts:
+      self.assertIn("validation error", text)
+      self.assertNotIn("secret", text)
+
+
+def _errors_of_config() -> list[str]:
+  """Returns pydantic's errors about configs that are wrong and have a URL with credentials."""
+  from maxtext.configs import types
+
+  from maxtext_olmo.trainers.maxtext import config as config_lib
+
+  extended = config_lib.extended_config_class(types.MaxTextConfig)
+  url = "https://user:secret@host/x?sig=secret"
+  errors = []
+  for values in (
+      {"olmo_eos_id": url},
+      {"olmo_stages": url},
+      {"olmo_label_masks": url},
+      {"shard_embed_moe_on_fsdp": True, "olmo_exclude": url},  # The error has the whole config.
+  ):
+    try:
+      extended(**values)
+    except ValueError as error:
+      errors.append(str(error))
+  return errors
+
 
 def _check_keys() -> bool:
   from maxtext.configs import types
