@@ -12,6 +12,13 @@ class PaceTest(absltest.TestCase):
     self.now = 0.0
     self.pace = pace_lib.Pace(lambda: self.now)
 
+  def _start(self, processes: int) -> None:
+    """Begins again, as one of some processes."""
+    self.addCleanup(pace_lib.share_with, pace_lib.sharing())
+    pace_lib.share_with(processes)
+    self.now = 0.0
+    self.pace = pace_lib.Pace(lambda: self.now)
+
   def _send(self, seconds: float) -> int:
     """Returns the number of requests that a busy sender sends in some time."""
     end, sent = self.now + seconds, 0
@@ -30,17 +37,43 @@ class PaceTest(absltest.TestCase):
     self.assertBetween(second, first, 4000)
 
   def test_the_processes_of_a_run_share_the_rate_that_a_bucket_serves_at_first(self):
-    self.addCleanup(pace_lib.share_with, pace_lib.sharing())
-    for processes, burst in ((5, 256), (50, 100), (500, 16)):
-      pace_lib.share_with(processes)
-      self.now = 0.0
-      self.pace = pace_lib.Pace(lambda: self.now)
+    for processes, burst in ((5, 256), (50, 100), (500, 10), (4096, 2)):
+      self._start(processes)
       self.assertAlmostEqual(processes * self.pace.rate, 5000)
       sent = next(n for n in range(1000) if self.pace.delay())  # At once, for the first batch.
-      self.assertEqual(sent, burst)
+      self.assertLessEqual(sent, burst)
       first, second = processes * (sent + self._send(1)), processes * self._send(1)
-      self.assertBetween(first, 5000, 17000)
-      self.assertBetween(second, 5000, 16000)
+      self.assertBetween(first, 5000, 15000)
+      self.assertBetween(second, 4096, 10000)
+
+  def test_a_run_of_many_processes_doubles_its_rate_no_faster_than_every_half_minute(self):
+    for processes in (64, 1000, 4096):
+      self._start(processes)
+      for least, most in ((7000, 10_000), (9900, 20_000), (14_000, 40_000)):
+        self._send(30)
+        self.assertBetween(processes * self.pace.rate, least, most)
+
+  def test_a_run_of_few_processes_soon_reads_as_fast_as_it_can(self):
+    for processes, seconds, least in ((1, 4, 5000), (1, 14, 15_000), (4, 5, 9000), (16, 60, 3e4)):
+      self._start(processes)
+      self._send(seconds)
+      self.assertGreater(processes * self.pace.rate, least)
+
+  def test_a_pause_is_followed_by_the_requests_of_a_second(self):
+    for processes, burst in ((16, 256), (500, 11)):
+      self._start(processes)
+      self.now += 3600.0
+      sent = next(n for n in range(1000) if self.pace.delay())
+      self.assertLessEqual(sent, burst)
+
+  def test_a_throttled_process_soon_regains_its_share(self):
+    self._start(1000)
+    for _ in range(5):
+      self.now += 1.0
+      self.pace.slow_down()
+    self.assertLessEqual(self.pace.rate, 1.0)
+    self._send(10)
+    self.assertGreater(self.pace.rate, 5)
 
   def test_a_throttled_store_is_asked_half_as_often_once_per_second(self):
     self._send(3)
@@ -72,8 +105,8 @@ class PaceTest(absltest.TestCase):
     for _ in range(50):
       self.now += 1.0
       self.pace.slow_down()
-    self.assertGreaterEqual(self.pace.rate, 8)
-    self.assertLess(self.pace.delay(), 1.0)
+    self.assertGreaterEqual(self.pace.rate, 1)
+    self.assertLessEqual(self.pace.delay(), 1.0)
 
 
 if __name__ == "__main__":
