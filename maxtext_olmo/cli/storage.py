@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maxtext_olmo import cli
 from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.errors import MissingFileError
 
 if TYPE_CHECKING:
   from maxtext_olmo.corpus.storage.measure import Measurement
@@ -20,8 +21,10 @@ nothing to the store. Makes at most --requests row-sized reads, within about --s
 _EPILOG = """\
 exit codes: 0 the store is fast enough; 1 it is too slow; 2 it cannot be read
 
-price: a row of fixed length is one request. The default is the list price of a million GET requests
-to standard storage in S3 and GCS. Traffic that leaves the region is not included, and usually costs
+price: of rows of fixed length (olmo_grain), each of which is one request; with an index built with
+--max-target-sequence-length, each chunk of rows is one request. For documents and packed rows, use
+`maxtext-olmo plan --hosts N CONFIG`. The default is the list price of a million GET requests to
+standard storage in S3 and GCS. Traffic that leaves the region is not included, and usually costs
 far more: keep the bucket in the same region as the hosts.
 
 examples:
@@ -32,6 +35,9 @@ examples:
 # A store that is only just fast enough makes the host wait whenever a request is slow.
 _MARGIN = 1.5
 _MOST_FILES = 64
+_GIVE_A_FILE = (
+    "Give an index (.json), or the URL of one token file, such as gs://bucket/part-00000.npy."
+)
 
 
 class _Target(NamedTuple):
@@ -39,6 +45,7 @@ class _Target(NamedTuple):
   row_bytes: int
   row_tokens: int
   rows: int | None  # Rows per epoch; None for as many as the file holds.
+  rows_per_request: int = 1
 
 
 def add_parser(subparsers: Any) -> None:
@@ -89,22 +96,27 @@ def run_test(args: argparse.Namespace) -> int:
       raise ConfigError(f"--{name.replace('_', '-')} must be positive, got {value}.")
   storage = open_storage(dataclasses.replace(stores.default_options(), slow_start=False))
   target = _find_target(args, storage)
-  found = measure_lib.measure(
-      storage.remote,
-      target.paths,
-      read_bytes=target.row_bytes,
-      max_requests=args.requests,
-      max_seconds=args.seconds,
-  )
+  try:
+    found = measure_lib.measure(
+        storage.remote,
+        target.paths,
+        read_bytes=target.row_bytes,
+        max_requests=args.requests,
+        max_seconds=args.seconds,
+    )
+  except MissingFileError as error:
+    raise MissingFileError(f"{error} If it is a folder: {_GIVE_A_FILE}") from None
   _print_rates(found)
   feeds = _print_verdict(found, target, args.tokens_per_second)
   rows = target.rows
   if rows is None:
     rows = storage.size(target.paths[0]) // target.row_bytes
-  dollars = rows / 1e6 * args.price_per_million
+  requests = -(-rows // target.rows_per_request)
+  dollars = requests / 1e6 * args.price_per_million
   print(
-      f"an epoch of {rows:,} rows: {rows:,} requests, ${dollars:,.2f} at"
-      f" ${args.price_per_million:g} per million"
+      f"an epoch of {rows:,} rows of fixed length: {requests:,} requests, ${dollars:,.2f} at"
+      f" ${args.price_per_million:g} per million\nfor documents and packed rows, see `maxtext-olmo"
+      " plan --hosts N CONFIG`"
   )
   return 0 if feeds else 1
 
@@ -118,10 +130,9 @@ def _find_target(args: argparse.Namespace, storage: Any) -> _Target:
   url = urls.without_secrets(args.url)
   if not url.endswith(".json"):
     if not paths_lib.is_url(url):
-      raise ConfigError(
-          f"{url} is not a URL. Give an index (.json), or the URL of a token file, such as"
-          " gs://bucket/part-00000.npy."
-      )
+      raise ConfigError(f"{url} is not a URL. {_GIVE_A_FILE}")
+    if url.endswith("/") or not urls.split(url).key:
+      raise ConfigError(f"{url} is a bucket or a folder. {_GIVE_A_FILE}")
     tokens = args.sequence_length or 8192
     size = args.bytes_per_token or 4
     return _Target(
@@ -143,7 +154,8 @@ def _find_target(args: argparse.Namespace, storage: Any) -> _Target:
     )
   size = args.bytes_per_token or index.token_dtype.itemsize
   whole = args.tokens or index.total_tokens
-  return _Target(paths, tokens * size, tokens, int(whole // tokens))
+  # The order keeps the rows of a chunk together, and one request reads them all.
+  return _Target(paths, tokens * size, tokens, int(whole // tokens), max(1, index.window // tokens))
 
 
 def _print_rates(found: "Measurement") -> None:

@@ -26,7 +26,8 @@ class StorageTestTest(absltest.TestCase):
     self.assertEqual((code, err), (0, ""))
     self.assertRegex(out, r"first request \d+ ms; then reads of 400 bytes:\n")
     self.assertRegex(out, r"fast enough for [\d,]+ tokens/s on this host")
-    self.assertIn("an epoch of 100 rows: 100 requests, $0.00 at $5 per million", out)
+    self.assertIn("an epoch of 100 rows of fixed length: 100 requests, $0.00 at $5", out)
+    self.assertIn("see `maxtext-olmo plan --hosts N CONFIG`", out)
     self.assertLess(len(self.server.requests), 120)
 
   def test_the_files_of_an_index_are_measured(self):
@@ -36,7 +37,27 @@ class StorageTestTest(absltest.TestCase):
     code, out, err = self.run_test(path, "--tokens", "1e12")
     self.assertEqual((code, err), (0, ""))
     self.assertIn("reads of 200 bytes", out)
-    self.assertIn("an epoch of 20,000,000,000 rows: 20,000,000,000 requests, $8,000.00", out)
+    self.assertIn("rows of fixed length: 20,000,000,000 requests, $8,000.00", out)
+
+  def test_the_rows_of_a_chunk_are_priced_as_one_request(self):
+    index = index_lib.build_index(
+        [(self.url, "web")],
+        50,
+        tokenizer="none",
+        base=self.server.url,
+        max_target_sequence_length=200,
+    )
+    path = os.path.join(self.create_tempdir().full_path, "index.json")
+    index.save(path)
+    for words, rows, requests in (
+        ((), "200", "50"),
+        (("--sequence-length", "100"), "100", "50"),
+        (("--sequence-length", "400"), "25", "25"),
+        (("--tokens", "1e12"), "20,000,000,000", "5,000,000,000"),
+    ):
+      code, out, err = self.run_test(path, *words)
+      self.assertEqual((code, err), (0, ""))
+      self.assertIn(f"an epoch of {rows} rows of fixed length: {requests} requests", out)
 
   def test_the_verdict_is_the_exit_code(self):
     words = ("--sequence-length", "100", "--tokens-per-second")
@@ -51,6 +72,9 @@ class StorageTestTest(absltest.TestCase):
     for words, message in (
         (("/data/part.npy",), "is not a URL"),
         ((f"{self.server.url}/b/none.npy",), "does not exist"),
+        ((f"{self.server.url}/b",), "If it is a folder: Give an index (.json), or the URL of"),
+        ((f"{self.server.url}/b/",), "is a bucket or a folder. Give an index"),
+        (("gs://bucket",), "gs://bucket is a bucket or a folder. Give an index"),
         ((self.url, "--sequence-length", "0"), "--sequence-length must be positive"),
         ((self.url, "--tokens-per-second", "nan"), "--tokens-per-second must be positive"),
     ):
