@@ -198,7 +198,8 @@ def _open(
     if location.scheme in urls.S3:
       return store_lib.S3Store(location.host, config=_s3(options), **common, **_aws(options))
     container, _, account = location.host.partition("@")
-    return store_lib.AzureStore(container, config=_azure(account, secrets, options), **common)
+    config = _azure(account, secrets, options)
+    return store_lib.AzureStore(container, config=config, **common, **_microsoft(secrets, options))
   except ConfigError:
     raise
   except Exception as error:
@@ -255,3 +256,9 @@ def _azure(account: str, secrets: urls.Secrets, options: StoreOptions) -> dict[s
   if options.anonymous:
     config["skip_signature"] = True
   return config
+
+
+def _microsoft(secrets: urls.Secrets, options: StoreOptions) -> dict[str, Any]:
+  unneeded = options.anonymous or bool(secrets.query)
+  provider = None if unneeded else credentials.azure_provider()
+  return {} if provider is None else {"credential_provider": provider}

@@ -1,13 +1,29 @@
 """Tests of credentials that obstore does not find by itself."""
 
 import json
+import os
 import pathlib
+import sys
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo.corpus.storage import credentials
+from maxtext_olmo.corpus.storage import remote
+from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.errors import ConfigError
+from tests import object_server
+
+# Stands in for azure-identity, which asks for a token where the user has logged in.
+_AZURE_IDENTITY = """
+import time
+import types
+
+class DefaultAzureCredential:
+  def get_token(self, *scopes, tenant_id=None):
+    return types.SimpleNamespace(token=f"for {scopes[0]}", expires_on=time.time() + 3600)
+"""
 
 
 class CredentialsTest(parameterized.TestCase):
@@ -57,6 +73,55 @@ class CredentialsTest(parameterized.TestCase):
       import boto3  # noqa: F401
     except ImportError:
       self.assertIsNone(credentials.aws_provider(environment))
+
+  def test_azure_without_azure_identity_is_left_to_obstore(self):
+    try:
+      import azure.identity  # noqa: F401
+    except ImportError:
+      self.assertIsNone(credentials.azure_provider({}))
+
+
+class AzureIdentityTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    for name, text in (("azure/identity", _AZURE_IDENTITY), ("azure/identity/aio", "")):
+      (folder / name).mkdir(parents=True)
+      (folder / name / "__init__.py").write_text(text)
+    (folder / "azure" / "__init__.py").touch()
+    self.enter_context(mock.patch.dict(sys.modules))
+    for name in list(sys.modules):
+      if name.split(".")[0] == "azure" or name == "obstore.auth.azure":
+        del sys.modules[name]
+    self.enter_context(mock.patch.object(sys, "path", [str(folder), *sys.path]))
+    self.enter_context(mock.patch.dict(os.environ))
+    for name in list(os.environ):
+      if name.startswith("AZURE_"):
+        del os.environ[name]
+    self.server = self.enter_context(object_server.ObjectServer({"c/x": b"tokens"}))
+
+  def _read(self, url="az://c@account/x", **options):
+    """Returns the Authorization header of a request; "" if it has none."""
+    storage = remote.RemoteStorage(stores.StoreOptions(endpoint=self.server.url, **options))
+    self.assertEqual(storage.read(url, 0, 6), b"tokens")
+    return {name.lower(): value for name, value in self.server.headers[-1].items()}.get(
+        "authorization", ""
+    )
+
+  def test_azure_identity_provides_the_token(self):
+    self.assertEqual(self._read(), "Bearer for https://storage.azure.com/.default")
+
+  def test_anonymous_reads_and_signed_urls_need_no_token(self):
+    self.assertEqual(self._read(anonymous=True), "")
+    self.assertEqual(self._read("az://c@other/x?sv=2024&sig=abc"), "")
+
+  @parameterized.parameters(
+      "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_FEDERATED_TOKEN_FILE"
+  )
+  def test_obstore_reads_the_azure_environment_itself(self, name):
+    self.assertIsNone(credentials.azure_provider({name: "x"}))
+    self.assertIsNotNone(credentials.azure_provider({}))
 
 
 if __name__ == "__main__":
