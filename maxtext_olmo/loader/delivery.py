@@ -17,9 +17,11 @@ import numpy as np
 
 from maxtext_olmo import cores
 from maxtext_olmo import metrics as metrics_lib
+from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.devices import expand
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import state as state_lib
+from maxtext_olmo.loader import storage_metrics
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import prefetch as prefetch_lib
 from maxtext_olmo.rows import spool_filler
@@ -70,6 +72,7 @@ class Delivery:
     expanders: For each batch size, the expander that makes full arrays from compact batches.
     prefetch: How many batches to make in advance.
     metrics: Records the cost of each batch.
+    storage: Storage whose counters include the requests of worker processes.
     fill_spool: Whether to fill the spool, if there is one, with the data of later steps.
   """
 
@@ -80,6 +83,7 @@ class Delivery:
       expanders: Mapping[int, expand.Expander],
       prefetch: Prefetch,
       metrics: metrics_lib.Metrics,
+      storage: storage_lib.Storage | None = None,
       fill_spool: bool = False,
   ):
     self._dataset = dataset
@@ -93,7 +97,7 @@ class Delivery:
     )
     try:
       self._batches.start_prefetch()
-      sender = _Sender(self._batches, start, expanders, metrics)
+      sender = _Sender(self._batches, start, expanders, metrics, storage)
       self._sent = prefetch_lib.Prefetcher(sender.send, prefetch.on_device)
       if fill_spool:
         self._filler = spool_filler.SpoolFiller.start(
@@ -143,6 +147,7 @@ class _Sender:
   start: state_lib.Start
   expanders: Mapping[int, expand.Expander]
   metrics: metrics_lib.Metrics
+  storage: storage_lib.Storage | None
 
   def __post_init__(self) -> None:
     self.look_ahead = getattr(self.start.stream, "look_ahead", None)
@@ -160,6 +165,8 @@ class _Sender:
         bytes_to_device=placed.bytes_crossed,
         transfer_seconds=time.perf_counter() - began,
     )
+    if "traffic" in local:
+      storage_metrics.add_traffic(self.storage, local["traffic"])
     if self.look_ahead is not None:
       self.look_ahead(schedule.position(step + 1))
     return functools.partial(expander.finish, placed)

@@ -340,6 +340,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
           self._expanders,
           self._prefetch,
           self._metrics,
+          self._storage,
           fill_spool=not self._restart_on_iter,  # An evaluation may stop before its data ends.
       )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.corpus.storage import spooled
 
@@ -15,6 +17,13 @@ def storage_metrics(storage: storage_lib.Storage | None) -> dict[str, float]:
   if isinstance(storage, spooled.SpooledStorage):
     found |= {f"spool_{name}": value for name, value in storage.counts().items()}
   return found
+
+
+def add_traffic(storage: storage_lib.Storage | None, counted: np.ndarray) -> None:
+  """Adds what a worker process has counted to the counters of the trainer's storage."""
+  traffic = getattr(storage, "traffic", None)
+  if traffic is not None:
+    traffic.add(counted.tolist())
 
 
 def describe_store(storage: storage_lib.Storage | None) -> str:

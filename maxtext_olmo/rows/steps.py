@@ -71,6 +71,8 @@ class _Step(NamedTuple):
 class StepDataset(grain.MapDataset[CompactBatch]):
   """Maps a step to this host's rows of the global batch, as a compact batch with a `cost`.
 
+  In worker processes, a batch also has `traffic`: what the worker has counted since the last one.
+
   Args:
     source: Row source, which returns the parts of rows.
     reader: Reader of the parts.
@@ -147,16 +149,20 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._reads = read_ahead.ReadAhead(self._reader, self._prepare)
     self._masks = loss_mask.MaskReader.of(self._source, self._reader, self._pool)
     self._mask_reads: read_ahead.ReadAhead | None = None
+    self._traffic: Any = None  # In a worker process, the counters that its batches bring along.
     if self._masks is not None and self._always_ahead:
       self._mask_reads = read_ahead.ReadAhead(self._masks.reader, self._prepare_masks)
 
   def __getstate__(self):
-    connected = ("_blocks", "_pool", "_local", "_reads", "_masks", "_mask_reads")
+    connected = ("_blocks", "_pool", "_local", "_reads", "_masks", "_mask_reads", "_traffic")
     return {name: value for name, value in self.__dict__.items() if name not in connected}
 
   def __setstate__(self, state):
     self.__dict__.update(state)
     self._connect()
+    # The storage of a copy has its own counters, which the trainer's iterator cannot see.
+    for files in self.files[:1]:
+      self._traffic = getattr(files.storage, "traffic", None)
 
   def close(self) -> None:
     """Stops the reading threads and frees their buffers; the dataset remains usable."""
@@ -216,6 +222,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     size = num_tokens * tokens.itemsize
     cost = (ordered - began, read - ordered, done - read, size, len(parts.source))
     batch["cost"] = np.array(cost)
+    if self._traffic is not None:
+      batch["traffic"] = np.array(self._traffic.take())
     return batch
 
   @property

@@ -96,6 +96,14 @@ class SpoolTest(SpoolCase):
           np.testing.assert_array_equal(found[name], expected[name])
       iterator.close()
 
+  def test_the_requests_of_worker_processes_are_counted(self):
+    iterator = self.spooled(grain_worker_count=2, olmo_spool_dir="")
+    cases.take(iterator, 20)
+    metrics = iterator.metrics()
+    self.assertBetween(metrics["store_requests"], 20, len(self.server.requests))
+    self.assertGreaterEqual(metrics["store_bytes"], metrics["bytes_read"])
+    self.assertGreater(metrics["store_latency_p50"], 0)
+
   def test_a_corpus_that_fits_is_requested_once(self):
     iterator = self.spooled()
     epoch = -(-len(self.rows) // 4)

@@ -7,6 +7,7 @@ import collections
 import math
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 # Latencies are counted in buckets from 0.1 ms to 160 s, each 25% wider than the one before.
@@ -34,6 +35,7 @@ class Traffic:
     self._log: collections.deque[tuple[int, float, int]] = collections.deque()
     self._requests = self._retries = self._throttled = self._bytes = self._in_flight = 0
     self._latencies = [0] * (len(_BOUNDS) + 1)
+    self._taken: list[int] | None = None
     self._failing: dict[str, tuple[float, str]] = {}  # store → (since, reason)
 
   def began(self) -> None:
@@ -93,6 +95,32 @@ class Traffic:
         f"{store} has not answered for {now - since:.0f} s: {reason}"
         for store, (since, reason) in failing.items()
     )
+
+  def take(self) -> list[int]:
+    """Returns what was counted since the last call, for `add` in another process.
+
+    >>> here, there = Traffic(), Traffic()
+    >>> there.began()
+    >>> there.ended(seconds=0.05, size=32768)
+    >>> here.add(there.take())
+    >>> here.counts() == there.counts()
+    True
+    """
+    with self._lock:
+      self._count_log()
+      counted = [self._requests, self._retries, self._throttled, self._bytes, *self._latencies]
+      before, self._taken = self._taken or [0] * len(counted), counted
+    return [now - then for now, then in zip(counted, before)]
+
+  def add(self, counted: Sequence[int]) -> None:
+    """Adds what another process has counted, and `take` has returned there."""
+    requests, retries, throttled, size, *latencies = counted
+    with self._lock:
+      self._requests += requests
+      self._retries += retries
+      self._throttled += throttled
+      self._bytes += size
+      self._latencies = [mine + other for mine, other in zip(self._latencies, latencies)]
 
   def counts(self) -> dict[str, float]:
     """Returns the counters and latency percentiles (in seconds) so far."""

@@ -35,6 +35,18 @@ class TrafficTest(absltest.TestCase):
       self.assertBetween(counts[name], expected / 1.25, expected * 1.25)
     self.assertEqual(traffic_lib.Traffic().counts()["latency_p99"], 0)
 
+  def test_the_counts_of_another_process_are_added_once(self):
+    here, there = traffic_lib.Traffic(), traffic_lib.Traffic()
+    for seconds in (0.01, 0.02, 3.0):
+      there.began()
+      there.ended(seconds, 10)
+      there.began()
+      there.failed(retried=True, throttled=True)
+      here.add(there.take())
+    here.add(there.take())
+    self.assertEqual(here.counts(), there.counts())
+    self.assertEqual((here.counts()["requests"], here.counts()["throttled"]), (6, 3))
+
   def test_extreme_latencies_are_counted(self):
     traffic = traffic_lib.Traffic()
     for seconds in (0.0, 1e6):
