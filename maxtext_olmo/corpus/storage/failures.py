@@ -21,8 +21,11 @@ _MESSAGE = re.compile(r"<Message>([^<]{1,300})")
 _REGION = re.compile(r"<Region>([\w-]+)</Region>")
 _DNS = re.compile(r"dns error|lookup address|name resolution", re.IGNORECASE)
 _KIND = re.compile(r"kind: (Connect|Timeout|Interrupted|Request|Decode|Unknown)\b")
-# Addresses from which virtual machines and clusters get credentials.
-_METADATA = re.compile(r"token request|//(169\.254\.169\.254|metadata\.google\.internal)[/:]")
+# Sources of credentials: the metadata of virtual machines and clusters, and obstore's adapters.
+_METADATA = re.compile(
+    r"token request|//(169\.254\.169\.254|metadata\.google\.internal)[/:]"
+    r"|External \w+ credential provider"
+)
 _CREDENTIALS = re.compile(
     r"metadata|\btoken\b|credential|InstanceProfile|AssumeRole|IMDS", re.IGNORECASE
 )

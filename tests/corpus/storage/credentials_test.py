@@ -1,9 +1,12 @@
 """Tests of credentials that obstore does not find by itself."""
 
+import importlib
 import json
 import os
 import pathlib
 import sys
+import time
+import types
 from unittest import mock
 
 from absl.testing import absltest
@@ -13,6 +16,7 @@ from maxtext_olmo.corpus.storage import credentials
 from maxtext_olmo.corpus.storage import remote
 from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.errors import CorpusError
 from tests import object_server
 
 # Stands in for azure-identity, which asks for a token where the user has logged in.
@@ -111,6 +115,20 @@ class AzureIdentityTest(parameterized.TestCase):
 
   def test_azure_identity_provides_the_token(self):
     self.assertEqual(self._read(), "Bearer for https://storage.azure.com/.default")
+
+  def test_a_login_that_fails_is_retried(self):
+    identity = importlib.import_module("azure.identity")
+    token = types.SimpleNamespace(token="later", expires_on=time.time() + 3600)
+    failing = mock.Mock(side_effect=[RuntimeError("Please run 'az login'"), token])
+    with mock.patch.object(identity.DefaultAzureCredential, "get_token", failing):
+      self.assertEqual(self._read("az://c@unknown/x"), "Bearer later")
+
+  def test_a_login_that_keeps_failing_is_reported(self):
+    identity = importlib.import_module("azure.identity")
+    failing = mock.Mock(side_effect=RuntimeError("Please run 'az login'"))
+    self.enter_context(mock.patch.object(identity.DefaultAzureCredential, "get_token", failing))
+    with self.assertRaisesRegex(CorpusError, "no credentials could be obtained"):
+      self._read("az://c@unknown/x", first_patience=0.0)
 
   def test_anonymous_reads_and_signed_urls_need_no_token(self):
     self.assertEqual(self._read(anonymous=True), "")
