@@ -74,9 +74,8 @@ def extended_config_class(base: type) -> type:
       ours = {key.name: values[key.name] for key in config_table.KEYS if key.name in values}
       super().__init__(**values | config_key.without_secrets(ours))
 
-  return pydantic.create_model(
-      base.__name__, __base__=(WithoutSecrets, base), __module__=__name__, **fields
-  )
+  bases: Any = (WithoutSecrets, base)  # The type of `create_model` accepts only models.
+  return pydantic.create_model(base.__name__, __base__=bases, __module__=__name__, **fields)
 
 
 def is_ours(dataset_type: Any) -> bool:
