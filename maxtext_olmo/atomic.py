@@ -10,6 +10,7 @@ permission, a read-only mount) becomes a `WriteError`.
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import uuid
@@ -19,6 +20,7 @@ from typing import BinaryIO
 from maxtext_olmo import errors
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
@@ -46,6 +48,31 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
   """Writes a whole file atomically; text is encoded as UTF-8."""
   with atomic_writer(path) as file:
     file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike[str]) -> Iterator[bool]:
+  """Holds the lock of a file that several processes may write, and creates the file's directory.
+
+  The lock is released even if the process dies. Yields whether there is a lock: some network file
+  systems have none. Without one, several processes may write the file, each atomically.
+  """
+  path = os.fspath(path)
+  os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+  with open(f"{path}.lock", "ab", opener=open_at_once) as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+      if error.errno not in _NO_LOCKS:
+        raise
+      yield False
+    else:
+      yield True
+
+
+def open_at_once(path: str, flags: int) -> int:
+  """Opens a file; without O_NONBLOCK, opening a FIFO would wait for its other end."""
+  return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def move(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:

@@ -203,8 +203,9 @@ KEYS: tuple[Key, ...] = (
         f"Order of the instances: {', '.join(ORDERS)}. For olmo_documents: feistel or sequential.",
         one_of(*ORDERS), read_by=_CORPUS),
     Key("olmo_order_cache_dir", "",
-        "Directory that stores the olmo_core and maxtext orders, 4 bytes per instance and epoch."
-        " Empty: the user's cache directory.", _is_local_directory, read_by=_LIKE_OLMO_CORE,
+        "Directory that stores the olmo_core and maxtext orders, 4 bytes per instance and epoch,"
+        " and local copies of document indexes and bitmaps that are URLs. Empty: the user's cache"
+        " directory.", _is_local_directory, read_by=_CORPUS,
         per_host=True),
     Key("olmo_order_resume", "exact",
         "When the restored position is not a multiple of the batch size: 'exact' continues there,"

@@ -7,6 +7,7 @@ import resource
 import stat
 import subprocess
 import sys
+import threading
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -52,6 +53,27 @@ class AtomicTest(parameterized.TestCase):
     self.assertEqual((self.dir / "a" / "b" / "y").read_text(), "newer")
     with self.assertRaisesRegex(errors.WriteError, "Cannot write .*z: No such file"):
       atomic.move(self.dir / "x", self.dir / "z")
+
+  def test_a_lock_is_held_by_one_at_a_time(self):
+    path = self.dir / "new" / "x"
+    steps = []
+
+    def wait_for_lock():
+      with atomic.locked(path):
+        steps.append("second")
+
+    with atomic.locked(path) as held:
+      self.assertTrue(held)
+      thread = threading.Thread(target=wait_for_lock)
+      thread.start()
+      steps.append("first")
+    thread.join()
+    self.assertEqual(steps, ["first", "second"])
+
+  def test_a_lock_that_is_a_fifo_is_an_error_and_not_a_hang(self):
+    os.mkfifo(self.dir / "x.lock")
+    with self.assertRaises(OSError), atomic.locked(self.dir / "x"):
+      pass
 
   def test_text_is_written_as_utf8_and_replaces(self):
     path = self.dir / "x"

@@ -15,6 +15,7 @@ from maxtext_olmo.corpus import document_hashes
 from maxtext_olmo.corpus import document_names
 from maxtext_olmo.corpus import file_array
 from maxtext_olmo.corpus import sorted_table
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.errors import CorpusError
@@ -51,6 +52,7 @@ class DocumentIndex:
     names: Sizes of the stored names; None if no document has a name.
     hashes: Checksum of the stored hashes; empty if there are none.
     rule: Rule for where documents begin and end: `auto`, `eos` or `csv`.
+    copy: Path of a local copy of the file, which is read instead; empty if there is none.
     storage: Storage that holds the document index file.
   """
 
@@ -65,11 +67,17 @@ class DocumentIndex:
   names: document_names.NameSizes | None = None
   hashes: str = ""
   rule: str = "auto"
+  copy: str = dataclasses.field(default="", compare=False, repr=False)
   storage: Storage = dataclasses.field(default_factory=open_storage, compare=False, repr=False)
 
   def __getstate__(self) -> dict[str, Any]:
     # Leaves out cached arrays: each process opens the file again.
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+  @property
+  def local_path(self) -> str | None:
+    """Path of the local file that is read; None if the file is read from an object store."""
+    return self.copy or (None if urls.is_url(self.path) else self.path)
 
   @property
   def size(self) -> int:
@@ -81,7 +89,9 @@ class DocumentIndex:
     found, offset = [], HEADER_BYTES
     for _, _, layout in self._sections:
       for dtype, count in layout:
-        found.append(file_array.FileArray(self.storage, self.path, dtype, offset, count))
+        found.append(
+            file_array.FileArray(self.storage, self.copy or self.path, dtype, offset, count)
+        )
         offset += count * np.dtype(dtype).itemsize
     return found
 
@@ -185,14 +195,15 @@ class DocumentIndex:
 
   def verify(self) -> None:
     """Reads the whole file and checks its checksums; raises CorpusError if one differs."""
+    where = f" If only its copy {self.copy} is damaged, remove that." if self.copy else ""
     begin = HEADER_BYTES
     for expected, end, _ in self._sections:
       digest = xxhash.xxh3_128()
-      for piece in self.storage.pieces(self.path, begin, end - begin):
+      for piece in self.storage.pieces(self.copy or self.path, begin, end - begin):
         digest.update(piece)
       if digest.hexdigest() != expected:
         raise CorpusError(
             f"The document index {self.path} is damaged: bytes {begin} to {end} have the checksum"
-            f" {digest.hexdigest()}, but the header says {expected}. {REBUILD}"
+            f" {digest.hexdigest()}, but the header says {expected}. {REBUILD}{where}"
         )
       begin = end

@@ -59,6 +59,7 @@ from maxtext_olmo.corpus.document_index import DocumentIndex as DocumentIndex
 from maxtext_olmo.corpus.document_work import BoundaryFile
 from maxtext_olmo.corpus.document_work import FoundInFile
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import local_copy
 from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.corpus.storage import writing
@@ -90,6 +91,8 @@ def load_documents(
     *,
     rule: str = "auto",
     storage: Storage | None = None,
+    cache_dir: str | None = None,
+    download: bool = True,
 ) -> DocumentIndex:
   """Opens a document index and checks that it belongs to the corpus.
 
@@ -108,15 +111,24 @@ def load_documents(
     eos_id: EOS that the document index must have been built with; None accepts any.
     rule: Rule that the document index must have been built with.
     storage: Storage that holds the sidecar file; `open_storage()` by default.
+    cache_dir: Directory for a local copy if `path` is a URL. None reads the object itself, which
+      takes about two requests per document.
+    download: Whether to download a missing copy. If not, a copy is used only if there is one.
 
   Raises:
     CorpusError: The file is missing or damaged, or was built for another corpus, EOS or rule.
+    WriteError: The local copy cannot be written.
   """
   path = urls.without_secrets(path)
   storage = open_storage() if storage is None else storage
   try:
-    size = storage.size(path)
-    header = storage.read(path, 0, min(size, HEADER_BYTES))
+    file = (
+        path
+        if cache_dir is None
+        else local_copy.local_path(path, storage, cache_dir, download=download)
+    )
+    size = storage.size(file)
+    header = storage.read(file, 0, min(size, HEADER_BYTES))
   except CorpusError as error:
     raise type(error)(
         f"Cannot read the document index {path}: {reason(error).rstrip('.')}."
@@ -124,7 +136,8 @@ def load_documents(
     ) from error
   try:
     values = document_header.read(header)
-    documents = DocumentIndex(path=path, storage=storage, **values)
+    copy = "" if file == path else file
+    documents = DocumentIndex(path=path, copy=copy, storage=storage, **values)
     needed = documents.size
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
     raise CorpusError(f"{path} is not a document index ({error}). {REBUILD}") from error

@@ -229,8 +229,9 @@ def _rows(
       window=row_dataset.window_of(source, len(source), bins, length),
       long_documents=options.olmo_long_documents,
       locate=source.documents.locate,
-      counts_path=source.documents.path,
-      writes_counts=jax.process_index() == 0,
+      counts_path=source.documents.local_path,
+      # Hosts do not share local copies, so each host stores its own counts.
+      writes_counts=bool(source.documents.copy) or jax.process_index() == 0,
   )
   rows = planned.PlannedRows(plan, length, source.index.fingerprint, rule, source.documents)
   return row_sequence.RowSequence(

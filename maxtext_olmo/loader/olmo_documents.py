@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from absl import logging
 
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
@@ -80,32 +79,13 @@ def open_documents(
 ) -> source_lib.OlmoDocumentSource:
   """Returns the documents of an index; builds the document index if there is none.
 
-  Process 0 builds it before the other processes try to open it.
+  Process 0 builds it before the other processes try to open it; see `wiring.open_documents`.
   """
   index, storage = collectives.run_on_all_processes(
       lambda: wiring.open_whole_files(index_path, options), "opening the corpus"
   )
   path = documents_path or documents_lib.default_path(index_path)
-
-  def build() -> None:
-    if not storage.exists(path):
-      logging.info("Finding the documents of %s; the result is kept in %s", index_path, path)
-      documents_lib.build_documents(
-          index,
-          path,
-          options.olmo_eos_id,
-          path_remap=options.path_remap,
-          progress=True,
-          storage=storage,
-      )
-
-  collectives.from_process_0(build, "finding the documents")
-  # Then each process builds the document index, unless it shares a file system with process 0.
-  collectives.run_on_all_processes(build, "finding the documents")
-  documents = collectives.run_on_all_processes(
-      lambda: documents_lib.load_documents(path, index, options.olmo_eos_id, storage=storage),
-      "opening the document index",
-  )
+  documents = wiring.open_documents(index, path, "auto", options, storage)
   if not documents.num_documents:
     raise errors.CorpusError(
         f"The index {index_path} has no documents: all its files are empty. Build an index of"

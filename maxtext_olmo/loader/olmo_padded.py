@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from absl import logging
 
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
@@ -59,36 +58,14 @@ def open_rows(
 ) -> tuple[document_rows.DocumentRows, reader_lib.FileReader, index_lib.OlmoNpyIndex]:
   """Returns the rows of an index, their reader, and the index.
 
-  If there is no document index yet, process 0 builds it by reading all tokens once. Then the other
-  processes open it, or build their own if they do not share a file system with process 0.
+  If there is no document index yet, it is built; see `wiring.open_documents`.
   """
   index, storage = collectives.run_on_all_processes(
       lambda: wiring.open_whole_files(index_path, options), "opening the corpus"
   )
   rule = options.documents_rule
   path = options.olmo_documents_path or documents_lib.default_path(index_path, rule)
-
-  def build() -> None:
-    if not storage.exists(path):
-      logging.info("Finding the documents of %s; the result is kept in %s", index_path, path)
-      documents_lib.build_documents(
-          index,
-          path,
-          options.olmo_eos_id,
-          rule=rule,
-          path_remap=options.path_remap,
-          progress=True,
-          storage=storage,
-      )
-
-  def load() -> documents_lib.DocumentIndex:
-    build()  # In case this process does not share a file system with process 0.
-    return documents_lib.load_documents(
-        path, index, options.olmo_eos_id, rule=rule, storage=storage
-    )
-
-  collectives.from_process_0(build, "finding the documents")
-  documents = collectives.run_on_all_processes(load, "opening the document index")
+  documents = wiring.open_documents(index, path, rule, options, storage)
   if not documents.num_documents:
     raise errors.CorpusError(
         f"The index {index_path} has no documents: no file has the EOS {options.olmo_eos_id}. Set"

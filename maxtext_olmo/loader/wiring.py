@@ -37,6 +37,7 @@ from maxtext_olmo.loader import run_config
 from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import stored
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import exclude
@@ -155,6 +156,56 @@ def open_whole_files(
   return index, storage
 
 
+def open_documents(
+    index: index_lib.OlmoNpyIndex,
+    path: str,
+    rule: str,
+    options: config_lib.Options,
+    storage: storage_lib.Storage,
+) -> documents_lib.DocumentIndex:
+  """Opens the document index of a corpus; builds it, by reading all tokens once, if there is none.
+
+  Process 0 builds it before the other processes try to open it. A process that shares no file
+  system with process 0 builds its own. If `path` is a URL, a local copy is read.
+  """
+
+  def build() -> None:
+    logging.info("Finding the documents of %s; the result is kept in %s", index.base, path)
+    documents_lib.build_documents(
+        index,
+        path,
+        options.olmo_eos_id,
+        rule=rule,
+        path_remap=options.path_remap,
+        progress=True,
+        storage=storage,
+    )
+
+  def build_if_missing() -> None:
+    if not storage.exists(path):
+      build()
+
+  def load() -> documents_lib.DocumentIndex:
+    return documents_lib.load_documents(
+        path, index, options.olmo_eos_id, rule=rule, storage=storage, cache_dir=cache_dir(options)
+    )
+
+  def load_or_build() -> documents_lib.DocumentIndex:
+    try:
+      return load()
+    except errors.MissingFileError:
+      build()
+      return load()
+
+  collectives.from_process_0(build_if_missing, "finding the documents")
+  return collectives.run_on_all_processes(load_or_build, "opening the document index")
+
+
+def cache_dir(options: config_lib.Options) -> str:
+  """Returns the local directory of stored orders, and of copies of objects."""
+  return options.olmo_order_cache_dir or stored.default_cache_dir()
+
+
 def _starter(options: config_lib.Options) -> Callable[[iterator_lib.BatchIterator], None]:
   """Returns a function that logs the start of a run and writes its history and config."""
 
@@ -189,8 +240,9 @@ def _provenance(
   if index is None:
     return None
   path, rule = _documents_path(options), options.documents_rule
+  directory = cache_dir(options)
   if joined is None or stages is None:
-    return explain.Provenance(index, path, rule)
+    return explain.Provenance(index, path, rule, cache_dir=directory)
   others = {}
   for request in stages.requests:
     settings = request.settings
@@ -198,10 +250,12 @@ def _provenance(
       documents = documents_lib.default_path(settings.index_path)
       numbers = joined.numbers[settings.fingerprint].tolist()
       others[settings.fingerprint] = (
-          explain.Provenance(joined.indexes[settings.fingerprint], documents),
+          explain.Provenance(joined.indexes[settings.fingerprint], documents, cache_dir=directory),
           {number: own for own, number in enumerate(numbers)},
       )
-  return explain.Provenance(joined.index, path, rule, tuple(others.values()), index)
+  return explain.Provenance(
+      joined.index, path, rule, tuple(others.values()), index, cache_dir=directory
+  )
 
 
 def _documents_path(options: config_lib.Options) -> str:
@@ -267,7 +321,11 @@ def _exclusions(
 
   def documents() -> documents_lib.DocumentIndex:
     return documents_lib.load_documents(
-        _documents_path(options), index, rule=options.documents_rule
+        _documents_path(options),
+        index,
+        rule=options.documents_rule,
+        cache_dir=cache_dir(options),
+        download=False,
     )
 
   def read() -> exclude.Exclusions:

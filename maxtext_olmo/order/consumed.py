@@ -39,6 +39,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.corpus import file_array
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import local_copy
 from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import writing
 from maxtext_olmo.order import base
@@ -89,7 +90,15 @@ def write_bits(
 
 
 class Consumed:
-  """Opens a bitmap file of consumed instances, and checks that it belongs to a corpus."""
+  """Opens a bitmap file of consumed instances, and checks that it belongs to a corpus.
+
+  Args:
+    path: Path or URL of the file.
+    fingerprint: Fingerprint of the corpus.
+    num_instances: Number of instances of the corpus.
+    storage: Storage that holds the file; `open_storage()` by default.
+    cache_dir: Directory for a local copy if `path` is a URL; None reads the object itself.
+  """
 
   def __init__(
       self,
@@ -98,11 +107,15 @@ class Consumed:
       fingerprint: str,
       num_instances: int,
       storage: Storage | None = None,
+      cache_dir: str | None = None,
   ):
     self._path = urls.without_secrets(path)
     self._storage = open_storage() if storage is None else storage
-    size = self._storage.size(self._path)
-    header = self._storage.read(self._path, 0, min(size, _HEADER.size))
+    self._file = self._path
+    if cache_dir is not None:
+      self._file = local_copy.local_path(self._path, self._storage, cache_dir)
+    size = self._storage.size(self._file)
+    header = self._storage.read(self._file, 0, min(size, _HEADER.size))
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
       raise errors.CorpusError(
           f"{self._path} is not a bitmap of consumed instances. `maxtext-olmo maxtext migrate`"
@@ -125,12 +138,12 @@ class Consumed:
     if size != _HEADER.size + 8 * (words + blocks):
       raise self._damaged("size in bytes", size, _HEADER.size + 8 * (words + blocks))
     found = hashlib.sha256()
-    for piece in self._storage.pieces(self._path, _HEADER.size):
+    for piece in self._storage.pieces(self._file, _HEADER.size):
       found.update(piece)
     if found.digest() != digest:
       raise self._damaged("SHA-256", found.hexdigest(), self.digest)
     self._words = file_array.FileArray(
-        self._storage, self._path, "<u8", _HEADER.size, words, block_bytes=8 * _WORDS_PER_BLOCK
+        self._storage, self._file, "<u8", _HEADER.size, words, block_bytes=8 * _WORDS_PER_BLOCK
     )
     self.num_remaining = 0
     if count:
@@ -151,7 +164,7 @@ class Consumed:
     """The number of clear bits before each block."""
     offset = _HEADER.size + 8 * len(self._words)
     blocks = -(-self.num_instances // _BLOCK)
-    return file_array.FileArray(self._storage, self._path, "<u8", offset, blocks).load()
+    return file_array.FileArray(self._storage, self._file, "<u8", offset, blocks).load()
 
   def __getstate__(self) -> dict[str, Any]:
     # Workers read the table from the file, which is faster than pickling it for a large corpus.

@@ -111,12 +111,14 @@ class Part:
     stream: Stream of the stage.
     length: Number of positions that the run takes from the stream.
     consumed_path: Path of the bitmap of instances consumed before the stage; empty if none were.
+    cache_dir: Directory of the bitmap's local copy, if its path is a URL.
   """
 
   index: index_lib.OlmoNpyIndex
   stream: stream_lib.Stream
   length: int
   consumed_path: str = ""
+  cache_dir: str | None = None
 
   @property
   def num_windows(self) -> int:
@@ -143,6 +145,7 @@ class Part:
           self.consumed_path,
           fingerprint=self.index.fingerprint,
           num_instances=self.index.total_instances,
+          cache_dir=self.cache_dir,
       )
       for first in range(0, self.index.total_instances, _BLOCK):
         ids = np.arange(first, min(first + _BLOCK, self.index.total_instances))

@@ -147,6 +147,7 @@ class StagedWindows(staged_stream.StagedStream):
     """Returns the bitmap of the chunks that were seen before a stage."""
     index = self.index(number)
     split = self.corpora.split(index)
+    directory = self.corpora.cache_dir or stored.default_cache_dir()
 
     def parts() -> list[seen_lib.Part]:
       return [
@@ -155,6 +156,7 @@ class StagedWindows(staged_stream.StagedStream):
               self.stream(earlier),
               self.length(earlier),  # type: ignore[arg-type]
               "" if earlier else self.corpora.consumed_path,
+              directory,
           )
           for earlier in range(number)
       ]
@@ -177,7 +179,6 @@ class StagedWindows(staged_stream.StagedStream):
             if self.stages[earlier].settings.fingerprint != index.fingerprint
         ],
     }
-    directory = self.corpora.cache_dir or stored.default_cache_dir()
     return seen_lib.SeenFile(directory, key, index, split, parts)
 
   def look_ahead(self, position: int) -> None:

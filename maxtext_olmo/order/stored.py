@@ -30,8 +30,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import fcntl
 import glob
 import hashlib
 import json
@@ -242,7 +240,7 @@ class _Mark:
   def names(self, file: FileId) -> bool:
     """Returns whether the mark identifies the given file."""
     try:
-      with open(self.path, "rb", opener=_open_at_once) as mark:
+      with open(self.path, "rb", opener=atomic.open_at_once) as mark:
         return mark.read(_MARK_BYTES) == self._content(file)
     except OSError:
       return False
@@ -259,29 +257,15 @@ class _Mark:
 @contextlib.contextmanager
 def building(path: str) -> Iterator[None]:
   """Holds the lock of a cache file; the lock is released even if the process dies."""
-  directory = os.path.dirname(path)
-  try:
-    os.makedirs(directory, exist_ok=True)
-    lock = open(path + ".lock", "ab", opener=_open_at_once)  # noqa: SIM115
-  except (OSError, ValueError) as error:
-    raise errors.ConfigError(
-        f"The directory of stored orders, {directory!r}, cannot be written: {error}. Set"
-        " olmo_order_cache_dir to a writable directory."
-    ) from error
-  with lock:
+  with contextlib.ExitStack() as stack:
     try:
-      fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError as error:
-      # Some network file systems do not support locks. Without one, a file may be built twice, but
-      # the rename keeps it correct.
-      if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-        raise
+      stack.enter_context(atomic.locked(path))
+    except (OSError, ValueError) as error:
+      raise errors.ConfigError(
+          f"The directory of stored orders, {os.path.dirname(path)!r}, cannot be written: {error}."
+          " Set olmo_order_cache_dir to a writable directory."
+      ) from error
     yield
-
-
-def _open_at_once(path: str, flags: int) -> int:
-  # Without O_NONBLOCK, opening a path that is a FIFO would wait for its other end.
-  return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def _checksum(pieces: Iterable[bytes | memoryview]) -> str:

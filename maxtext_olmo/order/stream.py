@@ -27,6 +27,7 @@ from maxtext_olmo.order import consumed as consumed_lib
 from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import feistel
 from maxtext_olmo.order import permutations
+from maxtext_olmo.order import stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,7 +295,7 @@ def train_stream(
     seed: Seed of the order.
     held_out_instances: Number of instances to hold out, if no `split` is given.
     num_epochs: Number of epochs until the end; None for an endless stream.
-    cache_dir: Directory of stored orders.
+    cache_dir: Directory of stored orders, and of a local copy of the bitmap.
     consumed_path: Path of the bitmap of instances that the first epoch leaves out.
     split: Split of the corpus; by default, one that holds out `held_out_instances` instances.
     seen: Bitmap of the train chunks that the first epoch leaves out.
@@ -315,7 +316,10 @@ def train_stream(
           " --max-target-sequence-length."
       )
     bitmap = consumed_lib.Consumed(
-        consumed_path, fingerprint=index.fingerprint, num_instances=index.total_instances
+        consumed_path,
+        fingerprint=index.fingerprint,
+        num_instances=index.total_instances,
+        cache_dir=cache_dir or stored.default_cache_dir(),
     )
     made = consumed_lib.RemainderOrder(bitmap, made)
   elif seen is not None:

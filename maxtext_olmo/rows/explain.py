@@ -23,7 +23,6 @@ from absl import logging
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
-from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.rows import batch as batch_lib
@@ -202,6 +201,8 @@ class Provenance:
     others: `(provenance, file numbers)` pairs for other indexes whose files are also read. The map
       converts file numbers of `index` to file numbers of the other index.
     documented: Index that the document index belongs to, if `index` joins several indexes.
+    cache_dir: Directory where a run may have put a local copy of the document index. If there is no
+      copy, the object is read: looking up a few documents is no reason to download all.
   """
 
   index: index_lib.OlmoNpyIndex
@@ -209,16 +210,23 @@ class Provenance:
   documents_rule: str = "auto"
   others: tuple[tuple[Provenance, Mapping[int, int]], ...] = ()
   documented: index_lib.OlmoNpyIndex | None = None
+  cache_dir: str | None = None
 
   @functools.cached_property
   def documents(self) -> documents_lib.DocumentIndex | None:
     """The document index; None if this corpus has none."""
+    if not self.documents_path:
+      return None
     try:
-      if not self.documents_path or not open_storage().exists(self.documents_path):
-        return None
       return documents_lib.load_documents(
-          self.documents_path, self.documented or self.index, rule=self.documents_rule
+          self.documents_path,
+          self.documented or self.index,
+          rule=self.documents_rule,
+          cache_dir=self.cache_dir,
+          download=False,
       )
+    except errors.MissingFileError:
+      return None
     except errors.CorpusError as error:
       logging.warning("The document index cannot be used, so documents are not named: %s", error)
       return None

@@ -64,8 +64,8 @@ class PackingPlan:
     locate: Function that returns the file and the first token of documents, given their numbers.
       None treats documents as records, which are read from token 0.
     counts_path: Prefix of the paths of the stored row counts; None does not store them.
-    writes_counts: Whether this process writes the counts. Only one process should; the others only
-      read them.
+    writes_counts: Whether this process writes the counts. One process per file is enough; the
+      others only read them.
   """
 
   def __init__(
@@ -309,6 +309,8 @@ class PackingPlan:
     if self._counts_path is None or not self._writes_counts:
       return
     with self._lock:
+      if len(self._read(epoch)) >= len(self._known(epoch)):
+        return  # Another process has stored them.
       counts = np.diff(np.array(self._known(epoch), np.int64), prepend=0).astype("<u4").tobytes()
     header = {"identity": self.identity, "epoch": epoch, "crc32": zlib.crc32(counts)}
     try:

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import tempfile
+import time
 import unittest
 
 import jax
@@ -29,18 +30,20 @@ STARTS_PROCESSES = True
 
 _STEPS = 12
 _SECRETS = ("hunter2", "c2lnbmF0dXJl", "AKIASECRETKEY")
-_directory = ""
+_directory = _eos_documents = ""
 
 
 def setUpModule():
-  global _directory
+  global _directory, _eos_documents
   cases.compile_fast()
   directory = tempfile.TemporaryDirectory(prefix="remote_test_")
   unittest.addModuleCleanup(directory.cleanup)
   _directory = directory.name
+  _eos_documents = f"{_directory}/documents.eos"
   path = row_sources.write_corpus(_directory)
   index = maxtext_olmo.load_index(path)
   documents_lib.build_documents(index, documents_lib.default_path(path), 0)
+  documents_lib.build_documents(index, _eos_documents, 0, rule="eos")
 
 
 class RemoteCase(parameterized.TestCase):
@@ -87,7 +90,7 @@ class RemoteCase(parameterized.TestCase):
     keys = {"olmo_index_path": "s3://bucket/index.json", **self.stores}
     if source in ("planned", "planned_mixture", "one_document"):
       keys["olmo_documents_path"] = "s3://bucket/documents"
-    if source.startswith("packed"):  # The plan is kept on a disk.
+    if source != "outside_in":  # The plans and the copies of sidecars are kept on a disk.
       keys["olmo_order_cache_dir"] = self.create_tempdir().full_path
     if source == "outside_in":  # A type of another package, with keys of its own.
       del keys["olmo_storage_endpoint"], keys["olmo_storage_region"], keys["olmo_storage_anonymous"]
@@ -196,6 +199,100 @@ class BatchesTest(RemoteCase):
       self.make("windows_olmo_core", olmo_order_cache_dir="s3://bucket/orders")
 
 
+class SidecarTest(RemoteCase):
+  """The document index is read from a local copy, which is downloaded once."""
+
+  def setUp(self):
+    super().setUp()
+    self.cache = self.create_tempdir().full_path
+    self.server.objects["bucket/padded"] = pathlib.Path(_eos_documents).read_bytes()
+
+  def make_cached(self, source, **values):
+    name = "padded" if source.startswith("padded") else "documents"
+    keys = {"olmo_documents_path": f"s3://bucket/{name}", "olmo_order_cache_dir": self.cache}
+    return self.make_remote(source, **{**keys, **values})
+
+  def requests_of(self, method, name="documents"):
+    return [r for r in list(self.server.requests) if r[:2] == (method, f"/bucket/{name}")]
+
+  def copies(self):
+    found = os.listdir(self.cache)
+    return [name for name in found if name.startswith(("documents.", "padded.")) and len(name) < 30]
+
+  @parameterized.parameters(
+      ("planned", "documents"),
+      ("planned_stages", "documents"),
+      ("one_document", "documents"),
+      ("padded", "padded"),
+  )
+  def test_it_is_downloaded_once_and_a_restart_sends_no_get(self, source, name):
+    expected = cases.take(self.make(source), _STEPS)
+    for _ in range(2):
+      before = len(self.requests_of("HEAD", name))
+      self.assert_same(cases.take(self.make_cached(source), _STEPS), expected)
+      self.assertLen(self.requests_of("GET", name), 1)
+      self.assertLessEqual(len(self.requests_of("HEAD", name)) - before, 2)
+
+  def test_workers_read_the_copy(self):
+    with workers_lib.started_quickly():
+      iterator = self.make_cached("planned", grain_worker_count=2)
+      self.assert_same(cases.take(iterator, 4), cases.take(self.make("planned"), 4))
+    self.assertLen(self.requests_of("GET"), 1)
+
+  def test_a_replaced_document_index_is_downloaded_again(self):
+    cases.take(self.make_cached("planned"), 1)
+    path = self.create_tempfile("with_hashes").full_path
+    index = maxtext_olmo.load_index(self.local_index)
+    documents_lib.build_documents(index, path, 0, hashes=True)
+    self.server.objects["bucket/documents"] = pathlib.Path(path).read_bytes()
+    batches = cases.take(self.make_cached("planned"), _STEPS)
+    self.assert_same(batches, cases.take(self.make("planned"), _STEPS))
+    self.assertLen(self.requests_of("GET"), 2)
+
+  @parameterized.parameters("planned", "padded")
+  def test_an_outage_does_not_stop_a_run_whose_tokens_are_in_the_spool(self, source):
+    expected = cases.take(self.make(source), _STEPS)
+    iterator = self.make_cached(source, olmo_spool_dir=self.create_tempdir().full_path)
+    batches = cases.take(iterator, 1)
+    while iterator.metrics()["spool_depth_steps"] < _STEPS:
+      time.sleep(0.01)
+    self.server.faults = lambda number, path: "503"
+    self.assert_same(batches + cases.take(iterator, _STEPS - 1), expected)
+    self.server.faults = lambda number, path: ""
+
+  def test_a_resumed_run_uses_the_stored_row_counts(self):
+    keys = {"olmo_num_epochs": 1, "olmo_prefetch_batches": 0, "olmo_device_prefetch": 0}
+    first = self.make_cached("planned", **keys)
+    with self.assertRaisesRegex(TypeError, "counted"):
+      len(first)
+    steps = len(list(first))
+    state = first.get_state()
+    first.close()
+    again = self.make_cached("planned", **keys)
+    self.assertLen(again, steps)
+    again.set_state(state)
+    self.assertEmpty(list(again))
+
+  def test_an_explanation_reads_the_copy_but_downloads_none(self):
+    expected = [_documents(self.make(source).explain(1)) for source in ("planned", "windows")]
+    iterator = self.make_cached("planned")
+    before = len(self.server.requests)
+    self.assertEqual(_documents(iterator.explain(1)), expected[0])
+    asked = self.server.requests[before:]
+    self.assertNotIn(("GET", "/bucket/documents"), [request[:2] for request in asked])
+    self.server.objects["bucket/index.json.documents"] = self.server.objects["bucket/documents"]
+    copies = self.copies()
+    explained = self.make_remote("windows", olmo_order_cache_dir=self.cache).explain(1)
+    self.assertNotEmpty(expected[1])
+    self.assertEqual(_documents(explained), expected[1])
+    self.assertEqual(self.copies(), copies)
+
+  def test_errors_name_the_url(self):
+    self.server.objects["bucket/documents"] = self.server.objects["bucket/documents"][:-4]
+    with self.assertRaisesRegex(CorpusError, "document index s3://bucket/documents is damaged"):
+      self.make_cached("planned")
+
+
 class SecretsTest(RemoteCase):
 
   def test_nothing_secret_is_written_logged_or_raised(self):
@@ -246,6 +343,11 @@ class SecretsTest(RemoteCase):
       for secret in _SECRETS:
         self.assertNotIn(secret, text)
     self.assertGreater(len(os.listdir(run)), 0)
+
+
+def _documents(explanation):
+  parts = [part for row in explanation.rows for part in row.parts]
+  return [span.document for part in parts for span in part.documents]
 
 
 def _whole_text(error):

@@ -73,6 +73,25 @@ class ConsumedTest(parameterized.TestCase):
     left = np.flatnonzero(~flags)
     np.testing.assert_array_equal(bitmap.select(np.arange(len(left))), left)
 
+  def test_a_bitmap_in_a_store_is_copied_once_and_then_read_locally(self):
+    flags = np.random.default_rng(0).random(20_011) < 0.5
+    content = pathlib.Path(self._file(flags)).read_bytes()
+    server = self.enter_context(object_server.ObjectServer({"b/seen.bits": content}))
+    cache = self.create_tempdir().full_path
+    left = np.flatnonzero(~flags)
+    for _ in range(2):
+      bitmap = consumed_lib.Consumed(
+          f"{server.url}/b/seen.bits",
+          fingerprint="sha256:a",
+          num_instances=len(flags),
+          cache_dir=cache,
+      )
+      requests = len(server.requests)
+      for opened in (bitmap, pickle.loads(pickle.dumps(bitmap))):
+        np.testing.assert_array_equal(opened.select(np.arange(len(left))), left)
+      self.assertLen(server.requests, requests)
+    self.assertEqual([server.count("GET"), server.count("HEAD")], [1, 2])
+
   def test_a_pickle_does_not_contain_the_bits(self):
     flags = np.random.default_rng(1).random(1_000_000) < 0.5
     bitmap = self._open(self._file(flags), len(flags))
