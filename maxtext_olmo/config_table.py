@@ -204,8 +204,8 @@ KEYS: tuple[Key, ...] = (
         one_of(*ORDERS), read_by=_CORPUS),
     Key("olmo_order_cache_dir", "",
         "Directory that stores the olmo_core and maxtext orders, 4 bytes per instance and epoch,"
-        " and local copies of document indexes and bitmaps that are URLs. Empty: the user's cache"
-        " directory.", _is_local_directory, read_by=_CORPUS,
+        " and local copies of document indexes, packing plans and bitmaps that are URLs. Empty: the"
+        " user's cache directory.", _is_local_directory, read_by=_CORPUS,
         per_host=True),
     Key("olmo_order_resume", "exact",
         "When the restored position is not a multiple of the batch size: 'exact' continues there,"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import types
 from typing import Any
 
@@ -12,8 +13,8 @@ from maxtext_olmo import errors
 
 _DESCRIPTION = """\
 Packs the documents of a run with dataset_type=olmo_packed, and writes the plan of its rows to the
-place where the run looks for it. Otherwise, the run packs them when it first starts, on one
-machine. --part, --dask and --ray use several machines.
+place where the run looks for it: next to the index. Otherwise, the run packs them when it first
+starts, on one machine. --part, --dask and --ray use several machines.
 
 CONFIG is the config file of the run (.py, .yml, .json, with --config.KEY=VALUE as in training).
 """
@@ -61,8 +62,13 @@ def run(args: argparse.Namespace) -> int:
   index_path, rule = options.olmo_index_path, olmo_packed.packing_rule(options)
   index = index_builder.load_index(index_path)
   path = olmo_packed.plan_path(options, index, index_path, rule)
+  url = olmo_packed.plan_url(options, index, index_path, rule)
+  if url is not None and _exists(url):
+    print(f"{url} already exists: nothing to do.")
+    return 0
   if os.path.exists(path):
-    print(f"{path} already exists: nothing to do.")
+    print(f"{path} already exists: nothing to pack.")
+    _upload(path, url)
     return 0
   with atomic.write_errors(path):
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -83,4 +89,31 @@ def run(args: argparse.Namespace) -> int:
       f"{path}: {plan.num_rows:,} rows with {plan.num_parts:,} documents,"
       f" {plan.num_tokens / max(1, plan.num_rows * rule.row_length):.2%} full"
   )
+  _upload(path, url)
   return 0
+
+
+def _exists(url: str) -> bool:
+  from maxtext_olmo.corpus.storage import open_storage
+
+  try:
+    return open_storage().exists(url)
+  except errors.CorpusError:  # Some stores refuse access to an object that does not exist.
+    return False
+
+
+def _upload(path: str, url: str | None) -> None:
+  """Writes a plan next to an index in a store, from where each host downloads it."""
+  from maxtext_olmo.corpus.storage import writing
+
+  if url is None:
+    return
+  try:
+    writing.upload(path, url)
+  except (errors.WriteError, errors.ConfigError) as error:
+    sys.stderr.write(
+        f"warning: {error}\nwarning: The plan is only on this machine: copy {path} to {url} with"
+        " another tool, or each host packs the documents again.\n"
+    )
+  else:
+    print(f"Wrote {url}")

@@ -23,13 +23,13 @@ from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus import verify
+from maxtext_olmo.corpus.storage import local_copy
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import label_masks
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import permutations
-from maxtext_olmo.order import stored
 from maxtext_olmo.rows import packed
 from maxtext_olmo.rows import packed_plan
 from maxtext_olmo.rows import reader as reader_lib
@@ -121,7 +121,21 @@ def open_plan(
 ) -> packed_plan.PackedPlan:
   """Opens the plan of an index; process 0 builds it first if there is none."""
   cache_dir = options.olmo_packing_cache_dir
-  path = plan_path(options, index, index_path, rule)
+  url = plan_url(options, index, index_path, rule)
+
+  def find() -> str:
+    own = plan_path(options, index, index_path, rule)
+    if url is None or os.path.exists(own):
+      return own
+    try:
+      return local_copy.local_path(url, storage, wiring.cache_dir(options))
+    except errors.MissingFileError:
+      return own
+    except errors.CorpusError as error:
+      logging.warning("The plan next to the index cannot be used: %s", error)
+      return own
+
+  path = collectives.run_on_all_processes(find, "looking for the plan")
 
   def build() -> None:
     if not os.path.exists(path):
@@ -138,12 +152,18 @@ def open_plan(
           storage=storage,
       )
 
+  def load() -> packed_plan.PackedPlan:
+    try:
+      return packed_plan.load_plan(path, index, rule, storage=storage)
+    except errors.CorpusError as error:
+      if path == plan_path(options, index, index_path, rule):
+        raise
+      raise errors.CorpusError(f"{error} It is a copy of {url}: delete that, too.") from error
+
   collectives.from_process_0(build, "packing the documents")
   # Then each process builds the plan, unless it shares a file system with process 0.
   collectives.run_on_all_processes(build, "packing the documents")
-  plan = collectives.run_on_all_processes(
-      lambda: packed_plan.load_plan(path, index, rule, storage=storage), "opening the plan"
-  )
+  plan = collectives.run_on_all_processes(load, "opening the plan")
   if not plan.num_rows:
     raise errors.CorpusError(
         f"The index {index_path} has no documents, so there are no rows. Check olmo_eos_id,"
@@ -158,8 +178,21 @@ def plan_path(
     index_path: str,
     rule: packed_plan.PackingRule,
 ) -> str:
-  """Returns the local path where a run looks for its plan."""
+  """Returns the local path where a run looks for its plan first, and where it writes it."""
   place, cache_dir = _local_place(options, index_path), options.olmo_packing_cache_dir
+  return packed_plan.default_path(place, index, rule, cache_dir)
+
+
+def plan_url(
+    options: config_lib.Options,
+    index: index_lib.OlmoNpyIndex,
+    index_path: str,
+    rule: packed_plan.PackingRule,
+) -> str | None:
+  """Returns the URL from which hosts download the plan; None if the index is a local file."""
+  if not urls.is_url(index_path):
+    return None
+  place, cache_dir = urls.without_secrets(index_path), options.olmo_packing_cache_dir
   return packed_plan.default_path(place, index, rule, cache_dir)
 
 
@@ -167,8 +200,9 @@ def _local_place(options: config_lib.Options, index_path: str) -> str:
   """Returns the path next to which a plan is stored: the index or, for a URL, a path in a cache."""
   if not urls.is_url(index_path):
     return index_path
-  directory = options.olmo_order_cache_dir or stored.default_cache_dir()
-  return os.path.join(directory, urls.without_secrets(index_path).rpartition("/")[2])
+  return os.path.join(
+      wiring.cache_dir(options), urls.without_secrets(index_path).rpartition("/")[2]
+  )
 
 
 def packing_rule(options: config_lib.Options) -> packed_plan.PackingRule:
