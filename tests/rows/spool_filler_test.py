@@ -102,7 +102,9 @@ class SpoolFillerTest(absltest.TestCase):
     for step in range(3 * self.epoch - 1):
       self._check(dataset, step)
       filler.advance(step + 1)
-      if step == self.epoch:
+      # Without a filler ahead of it, the trainer may read a row of the last step of an epoch and of
+      # the first step of the next at the same time, and requests it twice.
+      if step == self.epoch // 2:
         _wait_for(lambda: filler.depth_steps > self.epoch)
         total = self.store.total
     self.assertEqual(self.store.total, total)
