@@ -79,8 +79,8 @@ def load_params(
     )
   checkpoints = checkpoints_lib.Checkpoints(directory, read_only=True)
   if step is None:
-    # If it is unknown whether the latest checkpoint is complete, this is an error: whoever names no
-    # step expects the latest.
+    # Raises an error if it is unknown whether the latest checkpoint is complete, because an older
+    # one is not what was asked for.
     step = collectives.from_process_0(
         lambda: resume.latest_committed_step(checkpoints.directory), "looking for checkpoints"
     )
